@@ -138,6 +138,7 @@ class AllGather final : public Operation {
         layout_(hierarchy.layout),
         input_(input),
         outputs_(std::move(outputs)),
+        begins_(begins_of(outputs_)),
         // A local rank may have to put as many inputs as it has lanes.
         bytes_of_rank_(piece_bytes / layout_.most_lanes() / kCopyGranule * kCopyGranule),
         pieces_((size_of_longest(outputs_) + bytes_of_rank_ - 1) / bytes_of_rank_ * layout_.hosts),
@@ -220,7 +221,7 @@ class AllGather final : public Operation {
     for (const int rank : layout_.ranks_of[host_of(piece)]) {
       if (layout_.local_with(layout_.local_numbers[rank], layout_.host) != local) continue;
       const auto range = range_of(piece, rank);
-      const char* from = theirs ? theirs + size_before(outputs_, rank) + range.begin : slot;
+      const char* from = theirs ? theirs + begins_[rank] + range.begin : slot;
       hierarchy_.batch().copy(outputs_[rank].data + range.begin, from, range.size(), copy_);
       slot += bytes_of_rank_;
     }
@@ -230,6 +231,7 @@ class AllGather final : public Operation {
   const Layout& layout_;
   const char* const input_;
   const Parts outputs_;
+  const PooledVector<size_t> begins_;  // of each rank's output, if the outputs are adjacent
   const size_t bytes_of_rank_;
   const uint64_t pieces_;
   const Copy copy_;

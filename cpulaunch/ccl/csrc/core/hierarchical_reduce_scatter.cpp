@@ -61,6 +61,7 @@ class ReduceScatter final : public Operation {
         layout_(hierarchy.layout),
         output_(output),
         inputs_(std::move(inputs)),
+        begins_(begins_of(inputs_)),
         reduce_(reduce_for(signature.type, signature.reduction)),
         divisor_(signature.divisor(layout_.size)),
         bytes_of_rank_(std::min(piece_bytes / std::max(layout_.lanes - 1, 1), kMostComing / layout_.hosts) /
@@ -191,7 +192,7 @@ class ReduceScatter final : public Operation {
   const char* memory_of(int local, Piece piece, int rank, Range range) const {
     if (local == layout_.local) return inputs_[rank].data + range.begin;
     const char* tensor = hierarchy_.tensor(local, piece, signature.bytes);
-    return tensor ? tensor + size_before(inputs_, rank) + range.begin : in_slot(local, piece, rank);
+    return tensor ? tensor + begins_[rank] + range.begin : in_slot(local, piece, rank);
   }
 
   void reduce_locally(Piece piece, char* to, int rank, Range range) {
@@ -215,6 +216,7 @@ class ReduceScatter final : public Operation {
   const Layout& layout_;
   char* const output_;
   const Parts inputs_;
+  const PooledVector<size_t> begins_;  // of each rank's input, if the inputs are adjacent
   Reduce* const reduce_;
   const int divisor_;
   const size_t bytes_of_rank_;

@@ -409,7 +409,7 @@ size_t FabricNetwork::receive_expected(int from) {
       if (slot->bytes != sizeof(Header) + message.bytes) throw std::runtime_error("a message is shorter than it says");
       if (message.bytes) std::memcpy(message.data, slot->data + sizeof(Header), message.bytes);
       --*message.pending;
-      peer.expected.erase(peer.expected.begin());
+      peer.expected.pop_front();
     }
     release_slot(from);
   }

@@ -15,7 +15,8 @@ constexpr size_t kTurn = 1 << 20;  // after this many bytes from one peer, other
 }  // namespace
 
 TcpNetwork::TcpNetwork(const Layout& layout, std::shared_ptr<Connector> connector, size_t number, size_t networks)
-    : MessageNetwork(layout, std::move(connector)), outgoing_(layout.size), streams_(layout.size) {
+    : MessageNetwork(layout, std::move(connector)), outgoing_(layout.size), streams_(layout.size),
+      readiness_(layout.size) {
   sending_.reserve(layout.size);
   for (const size_t host : layout.host_numbers) {
     channels_.push_back(channel_of_stripe((number + networks - host % networks) % networks));
@@ -68,7 +69,7 @@ void TcpNetwork::look_once() {
 // If there are many connections, those with nothing to read take no system call.
 size_t TcpNetwork::read_from_ready() {
   size_t moved = 0;
-  const auto* ready = readiness_.is_asked() && !receiving_.empty() ? &readiness_.ask(incoming_.size()) : nullptr;
+  const auto* ready = readiness_.is_asked() && !receiving_.empty() ? &readiness_.ask() : nullptr;
   // A peer from which nothing more is expected leaves the list.
   keep_if(receiving_, [&](int from) {
     const auto& peer = incoming_[from];
@@ -180,8 +181,8 @@ size_t TcpNetwork::fill(int from) {
   stream.end -= stream.begin;
   stream.begin = 0;
   const size_t got = links_[from].read(stream.buffer.data() + stream.end, stream.buffer.size() - stream.end);
-  watch(from);
   stream.end += got;
+  watch(from);
   return got;
 }
 
@@ -247,7 +248,7 @@ size_t TcpNetwork::read_expected(int from) {
     }
     if (stream.done == message.bytes) {
       complete(message.bytes, message.pending);
-      peer.expected.erase(peer.expected.begin());
+      peer.expected.pop_front();
       stream.done = 0;
       peer.in_message = false;
       moved += 1;

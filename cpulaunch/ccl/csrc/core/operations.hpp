@@ -46,6 +46,13 @@ inline size_t size_before(const Parts& parts, size_t rank) {
 }
 inline size_t size_of_all(const Parts& parts) { return size_before(parts, parts.size()); }
 
+// Where each part begins in memory that holds all parts one after the other.
+inline PooledVector<size_t> begins_of(const Parts& parts) {
+  PooledVector<size_t> begins(parts.size());
+  for (size_t rank = 1; rank < parts.size(); ++rank) begins[rank] = begins[rank - 1] + parts[rank - 1].bytes;
+  return begins;
+}
+
 inline size_t size_of_longest(const Parts& parts) {
   size_t longest = 0;
   for (const auto& part : parts) longest = std::max(longest, part.bytes);

@@ -3,6 +3,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -46,8 +47,8 @@ void Readiness::register_one(int descriptor, int rank) {
   }
 }
 
-const std::vector<char>& Readiness::ask(size_t ranks) {
-  ready_.assign(ranks, false);
+const std::vector<char>& Readiness::ask() {
+  std::fill(ready_.begin(), ready_.end(), false);
   epoll_event events[kAtOnce];
   // If more than kAtOnce are ready, the next call reports others: the kernel takes them in turn.
   const int found = epoll_wait(descriptor_, events, kAtOnce, 0);

@@ -10,7 +10,8 @@ namespace cpulaunch {
 
 class Readiness {
  public:
-  Readiness() = default;
+  // For connections from `ranks` ranks.
+  explicit Readiness(size_t ranks) : ready_(ranks) {}
   ~Readiness();
   Readiness(const Readiness&) = delete;
   Readiness& operator=(const Readiness&) = delete;
@@ -19,8 +20,8 @@ class Readiness {
   void add(int descriptor, int rank);
   // False while there are few connections: reading from each of them is as fast.
   bool is_asked() const { return descriptor_ >= 0; }
-  // Returns for each of `ranks` ranks whether there is data.  Data that isn't read is reported again.
-  const std::vector<char>& ask(size_t ranks);
+  // Returns for each rank whether there is data.  Data that isn't read is reported again.
+  const std::vector<char>& ask();
 
  private:
   void register_one(int descriptor, int rank);
