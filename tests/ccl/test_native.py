@@ -341,7 +341,8 @@ def test_16_bit_numbers_are_rounded_correctly(program: Program) -> None:
 DETAILS = ("a piece exchanged once", "other sizes", "freed blocks", "spare blocks", "subnormal sums",
            "an endless message", "seals", "a crowd", "a crowd beside a rank", "proofs", "idle memory",
            "pace", "sources", "one connection", "two connections", "who has left",
-           "a stranger at an address", "the last data", "the last data before a hello", "a question to a root")  # fmt: skip
+           "a stranger at an address", "the last data", "the last data before a hello",
+           "a late reader", "a question to a root")  # fmt: skip
 
 
 @pytest.mark.parametrize("what", DETAILS)

@@ -32,6 +32,7 @@ void check_who_has_left();
 void check_stranger_at_address();
 void check_last_data();
 void check_data_before_hello();
+void check_late_reader();
 void check_asked_root();
 
 }  // namespace cpulaunch

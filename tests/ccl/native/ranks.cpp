@@ -397,6 +397,7 @@ constexpr Program kPrograms[] = {
     {"a stranger at an address", run_check<check_stranger_at_address>},
     {"the last data", run_check<check_last_data>},
     {"the last data before a hello", run_check<check_data_before_hello>},
+    {"a late reader", run_check<check_late_reader>},
     {"a question to a root", run_check<check_asked_root>},
 };
 

@@ -35,12 +35,14 @@ void Link::open() {
   if (!find()) own_ = connector_->connect(rank_, channel_);
 }
 
-// If that fails, this rank can't send, but it can still read what the other one has sent before it left.
-void Link::greet() {
+// Says nothing over a connection that the other rank has opened.  That rank may have left, and its kernel would then
+// drop what it has not delivered yet.
+void Link::settle() {
   try {
     open();
+    if (is_settled()) return;
     own_.greet();
-    if (!is_settled()) own_.hear();
+    own_.hear();
   } catch (const ConnectionLost& error) {
     if (!broken_) broken_.emplace(error);
   }
@@ -60,7 +62,7 @@ size_t Link::write(const iovec* parts, size_t count) {
 size_t Link::read(char* data, size_t bytes, bool patient, iovec more) {
   if (!is_settled()) {
     if (!find() && (broken_ || !connector_->is_lower_than(rank_))) return 0;
-    greet();
+    settle();
     if (!is_settled()) return 0;
   }
   return incoming().read(data, bytes, patient, more);
@@ -73,7 +75,7 @@ bool Link::has_left() {
     return false;  // this rank has no descriptors left, and can't tell
   }
   try {
-    greet();
+    settle();
   } catch (const std::runtime_error&) {
     return false;  // no descriptors either
   }

@@ -47,8 +47,8 @@ class Link {
   size_t unacknowledged() const;
 
  private:
-  // Opens a connection if there is none, and exchanges hellos.
-  void greet();
+  // Opens a connection if there is none.  Finds out whether the other rank has accepted this rank's connection.
+  void settle();
   const Connection& incoming() const { return theirs_.is_open() ? theirs_ : own_; }
   Connection& incoming() { return theirs_.is_open() ? theirs_ : own_; }
 
