@@ -17,6 +17,7 @@ namespace cpulaunch {
 namespace {
 
 constexpr uint64_t kMagic = 0x33656863756e616c;  // and the version of what follows
+constexpr int kRtoMaxMs = 44;  // TCP_RTO_MAX_MS, which headers of today rarely have
 // A patient reader pauses for this time, in which a fast connection brings about kLeastToRest.
 constexpr std::chrono::microseconds kRest{20};
 constexpr size_t kLeastToRest = 128 << 10;       // if fewer bytes are missing, the reader doesn't pause
@@ -33,7 +34,6 @@ bool is_hung_up(int descriptor) {
 }
 
 void set_patience(int descriptor) {
-  constexpr int kRtoMaxMs = 44;  // TCP_RTO_MAX_MS, which headers of today rarely have
   constexpr int kLongest = 1000, kNever = std::numeric_limits<int>::max();
   if (setsockopt(descriptor, IPPROTO_TCP, kRtoMaxMs, &kLongest, sizeof(kLongest)) != 0) return;
   setsockopt(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, &kNever, sizeof(kNever));
@@ -87,9 +87,13 @@ bool Socket::has_ended() const {
   return got == 0 || (got < 0 && !would_block(errno));
 }
 
+// After set_patience(), the kernel would give up soon after the connection is closed if the other rank doesn't read.
+// So it gets its usual limit back, and then goes on for about two minutes.
 size_t Socket::unacknowledged() const {
+  constexpr int kUsual = 120'000;  // milliseconds
   int bytes = 0;
   if (ioctl(descriptor_, SIOCOUTQ, &bytes) != 0 || is_hung_up(descriptor_)) return 0;
+  if (bytes) setsockopt(descriptor_, IPPROTO_TCP, kRtoMaxMs, &kUsual, sizeof(kUsual));
   return bytes;
 }
 

@@ -78,7 +78,8 @@ class Socket {
   size_t write(const iovec* parts, size_t count);
   // Whether the other end has closed the connection, and all that it has sent has been read.
   bool has_ended() const;
-  // The bytes that have been written, and that the other host may not have received; 0 if it never will.
+  // The bytes that have been written, and that the other host may not have received; 0 if it never will.  For a rank
+  // that leaves: if it closes the connection before that host has received them, the kernel goes on delivering them.
   size_t unacknowledged() const;
 
  private:
