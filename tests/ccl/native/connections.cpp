@@ -4,9 +4,11 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -20,6 +22,22 @@
 #include "meeting.hpp"
 #include "programs.hpp"
 #include "rank.hpp"
+
+namespace {
+
+std::atomic<int> unreachable{0};  // so many calls of connect() fail
+
+}  // namespace
+
+// Replaces the C library's function.
+extern "C" int connect(int descriptor, const sockaddr* address, socklen_t length) {
+  if (unreachable > 0) {
+    --unreachable;
+    errno = ENETUNREACH;
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_connect, descriptor, address, length));
+}
 
 namespace cpulaunch {
 
@@ -285,6 +303,16 @@ void check_last_data() {
   }
   leaving.join();
   expect(done == sent, "some of the last data is lost");
+}
+
+// The network is gone for a moment when a rank begins to read.
+void check_short_outage() {
+  Pair pair;
+  char byte = 0;
+  unreachable = 1;
+  expect(pair.read(0, &byte, 1) == 0 && unreachable == 0, "the rank doesn't connect");
+  pair.send(0, "question");
+  pair.send(1, "answer");
 }
 
 // A rank has opened the connection, and left some time before the other one looks.  The kernel still has data to

@@ -32,7 +32,9 @@ bool Link::find() {
 void Link::open() {
   if (find()) return;
   connector_->look();
-  if (!find()) own_ = connector_->connect(rank_, channel_);
+  if (find()) return;
+  own_ = connector_->connect(rank_, channel_);
+  broken_.reset();  // an earlier attempt may have failed at once
 }
 
 // Says nothing over a connection that the other rank has opened.  That rank may have left, and its kernel would then
