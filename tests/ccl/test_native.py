@@ -342,7 +342,7 @@ DETAILS = ("a piece exchanged once", "other sizes", "freed blocks", "spare block
            "an endless message", "seals", "a crowd", "a crowd beside a rank", "proofs", "idle memory",
            "pace", "sources", "one connection", "two connections", "who has left",
            "a stranger at an address", "the last data", "the last data before a hello",
-           "a late reader", "a short outage", "a question to a root")  # fmt: skip
+           "a late reader", "a hello of a reader", "a short outage", "a question to a root")  # fmt: skip
 
 
 @pytest.mark.parametrize("what", DETAILS)

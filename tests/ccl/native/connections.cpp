@@ -315,6 +315,19 @@ void check_short_outage() {
   pair.send(1, "answer");
 }
 
+// A rank says hello over the connection that it has opened, even if it only reads from the other one's.  A connection
+// without a hello is closed if there are too many of them.
+void check_reader_says_hello() {
+  Pair pair;
+  for (const int rank : {1, 0}) pair.links[rank]->open();
+  pair.send(1, "text");
+  char byte = 0;
+  until([&] {
+    expect(pair.read(0, &byte, 1) + pair.read(1, &byte, 1) == 0, "more comes than was sent");
+    return pair.links[1]->is_settled();
+  }, "the reader does not say hello");
+}
+
 // A rank has opened the connection, and left some time before the other one looks.  The kernel still has data to
 // deliver.
 void check_late_reader() {

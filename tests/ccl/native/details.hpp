@@ -33,6 +33,7 @@ void check_stranger_at_address();
 void check_last_data();
 void check_data_before_hello();
 void check_late_reader();
+void check_reader_says_hello();
 void check_short_outage();
 void check_asked_root();
 

@@ -398,6 +398,7 @@ constexpr Program kPrograms[] = {
     {"the last data", run_check<check_last_data>},
     {"the last data before a hello", run_check<check_data_before_hello>},
     {"a late reader", run_check<check_late_reader>},
+    {"a hello of a reader", run_check<check_reader_says_hello>},
     {"a short outage", run_check<check_short_outage>},
     {"a question to a root", run_check<check_asked_root>},
 };

@@ -42,9 +42,10 @@ void Link::open() {
 void Link::settle() {
   try {
     open();
-    if (is_settled()) return;
+    const bool is_theirs = has_accepted_ && !theirs_.is_open();
+    if (is_theirs || broken_) return;
     own_.greet();
-    own_.hear();
+    if (!is_settled()) own_.hear();
   } catch (const ConnectionLost& error) {
     if (!broken_) broken_.emplace(error);
   }
@@ -62,12 +63,9 @@ size_t Link::write(const iovec* parts, size_t count) {
 }
 
 size_t Link::read(char* data, size_t bytes, bool patient, iovec more) {
-  if (!is_settled()) {
-    if (!find() && (broken_ || !connector_->is_lower_than(rank_))) return 0;
-    settle();
-    if (!is_settled()) return 0;
-  }
-  return incoming().read(data, bytes, patient, more);
+  if (!find() && (broken_ || !connector_->is_lower_than(rank_))) return 0;
+  settle();
+  return is_settled() ? incoming().read(data, bytes, patient, more) : 0;
 }
 
 bool Link::has_left() {

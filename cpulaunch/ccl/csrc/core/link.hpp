@@ -47,7 +47,8 @@ class Link {
   size_t unacknowledged() const;
 
  private:
-  // Opens a connection if there is none.  Finds out whether the other rank has accepted this rank's connection.
+  // Opens a connection if there is none.  Says hello over the one that this rank has opened, and finds out whether the
+  // other rank has accepted it.
   void settle();
   const Connection& incoming() const { return theirs_.is_open() ? theirs_ : own_; }
   Connection& incoming() { return theirs_.is_open() ? theirs_ : own_; }
