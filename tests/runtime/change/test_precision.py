@@ -6,6 +6,7 @@ import pytest
 from support.command import HAS_BF16
 from support.marks import repeat
 
+from cpulaunch.model.rates import Cpu
 from cpulaunch.runtime.change.engines.base import Engine, Measured
 from cpulaunch.runtime.change.engines.ipex import IpexEngine
 from cpulaunch.runtime.change.engines.native import ENGINE as NATIVE
@@ -24,6 +25,12 @@ class NoIpex(IpexEngine):
 
     def version(self) -> None:
         return None
+
+
+@pytest.fixture(autouse=True)
+def xeon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose for an Intel CPU on any machine, because AMD's CPUs have another rule."""
+    monkeypatch.setattr("cpulaunch.runtime.change.precision.cpu_here", lambda: Cpu("GenuineIntel", "Xeon"))
 
 
 def choice_of(settings: dict, flags: tuple[str, ...] | None, torch: str, ipex: Engine) -> Choice:
