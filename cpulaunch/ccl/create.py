@@ -198,8 +198,8 @@ def _shared_memory(
 def reserve_descriptors(others: int, connections: int) -> None:
     """Raise the soft limit of open files so that a group can connect to ``others`` ranks of other hosts.
 
-    Two ranks have ``connections`` for collectives and one for messages; twice as many if both open one at the
-    same moment.  The soft limit is often 1,024, and the hard limit 500,000 or more.
+    Two ranks have ``connections`` for collectives and one for messages; twice as many in groups of few hosts,
+    or if both open one at the same moment.  The soft limit is often 1,024, and the hard one 500,000 or more.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(os.listdir("/proc/self/fd")) + 2 * (connections + 1) * others + _SPARE_DESCRIPTORS

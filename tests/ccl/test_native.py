@@ -296,6 +296,11 @@ def test_random_collectives_over_several_connections(program: Program, layout: s
     program.check(layout, seed=26, what=f"mix over {connections} connections", rounds=program.rounds // 2)
 
 
+@on_each_program("1,1", "2,2", "2,1,2,1,3")
+def test_random_collectives_over_connections_for_both_directions(program: Program, layout: str) -> None:
+    program.check(layout, seed=28, what="mix over shared connections")
+
+
 @on_each_program("1,1", "1,1,2")
 def test_messages_are_cut_into_stripes(program: Program, layout: str) -> None:
     program.check(layout, seed=27, what="large over 2 connections", rounds=1)
@@ -340,8 +345,8 @@ def test_16_bit_numbers_are_rounded_correctly(program: Program) -> None:
 
 DETAILS = ("a piece exchanged once", "other sizes", "freed blocks", "spare blocks", "subnormal sums",
            "an endless message", "seals", "a crowd", "a crowd beside a rank", "proofs", "idle memory",
-           "pace", "sources", "one connection", "two connections", "who has left",
-           "a stranger at an address", "the last data", "the last data before a hello",
+           "pace", "sources", "one connection", "separate connections", "two connections",
+           "who has left", "a stranger at an address", "the last data", "the last data before a hello",
            "a late reader", "a hello of a reader", "a short outage", "a question to a root")  # fmt: skip
 
 

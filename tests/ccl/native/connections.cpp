@@ -12,9 +12,11 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <list>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "details.hpp"
@@ -164,13 +166,13 @@ namespace {
 
 // Two ranks, each with a link to the other one.
 struct Pair {
-  explicit Pair(Connector::Address address_of_second = {})
+  explicit Pair(bool is_shared, Connector::Address address_of_second = {})
       : listeners{Connector::listen("127.0.0.1"), Connector::listen("127.0.0.1")},
         addresses{{"127.0.0.1", listeners[0].port}, {"127.0.0.1", listeners[1].port}} {
     if (address_of_second.port) addresses[1] = std::move(address_of_second);
     for (const int rank : {0, 1}) {
       connectors[rank] = std::make_unique<Connector>(rank, listeners[rank], addresses, key);
-      links[rank] = std::make_unique<Link>(*connectors[rank], 1 - rank, Channel::collectives);
+      links[rank] = std::make_unique<Link>(*connectors[rank], 1 - rank, Channel::collectives, is_shared);
     }
   }
 
@@ -205,24 +207,37 @@ struct Pair {
 // Whichever rank begins, the same connection brings the answer.
 void check_one_connection() {
   for (const int first : {0, 1}) {
-    Pair pair;
+    Pair pair(/*is_shared=*/true);
     expect(pair.write(1, "early") == 0 && !pair.links[1]->is_open(), "the higher rank doesn't wait for the lower one");
-    const int before = dup(STDERR_FILENO);
+    const size_t before = open_descriptors();
     pair.send(first, "question");
     pair.send(1 - first, "answer");
     pair.send(first, "more");
-    const int after = dup(STDERR_FILENO);
-    expect(after - before == 3, "there is not one connection with two ends");
+    expect(open_descriptors() - before == 2, "there is not one connection with two ends");
     expect(pair.links[0]->is_settled() && pair.links[1]->is_settled(), "the ranks still look for another one");
     until([&] { return pair.links[0]->unacknowledged() == 0; }, "what has come is on its way");
-    for (const int each : {before, after}) close(each);
   }
+}
+
+// Each rank opens the connection over which it sends, and none to receive.
+void check_separate_connections() {
+  Pair pair(/*is_shared=*/false);
+  const size_t before = open_descriptors();
+  char byte = 0;
+  for (const int rank : {0, 1}) {
+    expect(pair.read(rank, &byte, 1) == 0 && !pair.links[rank]->is_open(), "a rank that only reads opens a connection");
+  }
+  pair.send(1, "question");
+  expect(!pair.links[0]->is_open(), "the rank would send over the other one's connection");
+  pair.send(0, "answer");
+  expect(open_descriptors() - before == 4, "there are not two connections with two ends");
+  for (const auto& each : pair.links) expect(each->is_settled(), "the ranks still look for another one");
 }
 
 // The second rank doesn't see the first one's connection, because nothing has come over it, and opens another one.
 void check_two_connections() {
-  for (const int first : {0, 1}) {
-    Pair pair;
+  for (const auto& [first, is_shared] : {std::pair(0, true), {1, true}, {0, false}}) {
+    Pair pair(is_shared);
     for (const auto& each : pair.links) each->open();
     for (const char* text : {"one", "another", "last"}) {
       pair.send(first, text);
@@ -231,14 +246,14 @@ void check_two_connections() {
     const int left = 1 - first;
     pair.links[left].reset();
     pair.connectors[left].reset();
-    until([&] { return pair.links[first]->has_left(); }, "nobody notices that the other rank has left");
+    until([&] { return pair.links[1 - left]->has_left(); }, "nobody notices that the other rank has left");
   }
 }
 
 // Over libfabric, ranks send nothing over their connection.  They only look whether it has ended.
 void check_who_has_left() {
   for (const int opener : {0, 1}) {
-    Pair pair;
+    Pair pair(/*is_shared=*/true);
     pair.links[opener]->open();
     const auto is_accepted = [&] {
       for (const int each : {opener, 1 - opener}) expect(!pair.links[each]->has_left(), "a rank that stays has left");
@@ -253,7 +268,7 @@ void check_who_has_left() {
 // Somebody else listens where a rank has listened.  It has seen how the rank opened a connection.
 void check_stranger_at_address() {
   const auto stranger = Connector::listen("127.0.0.1");
-  Pair pair({"127.0.0.1", stranger.port});
+  Pair pair(/*is_shared=*/true, {"127.0.0.1", stranger.port});
   pair.links[0]->open();
   pollfd waiting{stranger.descriptor, POLLIN, 0};
   expect(poll(&waiting, 1, 10'000) == 1, "nobody connects");
@@ -276,7 +291,7 @@ void check_stranger_at_address() {
 
 // The rank that leaves has something to read, so the kernel drops what is still on its way to the other rank.
 void check_last_data() {
-  Pair pair;
+  Pair pair(/*is_shared=*/true);
   pair.send(0, "hello");
   pair.send(1, "hello");
   pair.write(1, "not read");
@@ -307,7 +322,7 @@ void check_last_data() {
 
 // The network is gone for a moment when a rank begins to read.
 void check_short_outage() {
-  Pair pair;
+  Pair pair(/*is_shared=*/true);
   char byte = 0;
   unreachable = 1;
   expect(pair.read(0, &byte, 1) == 0 && unreachable == 0, "the rank doesn't connect");
@@ -318,7 +333,7 @@ void check_short_outage() {
 // A rank says hello over the connection that it has opened, even if it only reads from the other one's.  A connection
 // without a hello is closed if there are too many of them.
 void check_reader_says_hello() {
-  Pair pair;
+  Pair pair(/*is_shared=*/true);
   for (const int rank : {1, 0}) pair.links[rank]->open();
   pair.send(1, "text");
   char byte = 0;
@@ -331,30 +346,39 @@ void check_reader_says_hello() {
 // A rank has opened the connection, and left some time before the other one looks.  The kernel still has data to
 // deliver.
 void check_late_reader() {
-  for (const int first : {0, 1}) {
+  struct Late {
+    int first;
     Pair pair;
-    pair.links[first]->open();
-    const std::string piece(1 << 20, 'x');
     size_t sent = 0;
+  };
+  std::list<Late> all;
+  for (const auto& [first, is_shared] : {std::pair(0, true), {1, true}, {0, false}, {1, false}}) {
+    auto& [sender, pair, sent] = all.emplace_back(Late{first, Pair(is_shared)});
+    pair.links[sender]->open();
+    const std::string piece(1 << 20, 'x');
     for (int blocked = 0; sent == 0 || blocked < 100;) {
-      const size_t bytes = pair.write(first, piece);
+      const size_t bytes = pair.write(sender, piece);
       sent += bytes;
       blocked = bytes ? 0 : blocked + 1;
     }
-    expect(pair.links[first]->unacknowledged() > 0, "all data is delivered");
-    pair.links[first].reset();
-    pair.connectors[first].reset();
-    std::this_thread::sleep_for(3s);  // the kernel tries several times
+    expect(pair.links[sender]->unacknowledged() > 0, "all data is delivered");
+    pair.links[sender].reset();
+    pair.connectors[sender].reset();
+  }
+  std::this_thread::sleep_for(3s);  // the kernel tries several times
+  for (auto& [sender, pair, sent] : all) {
     std::vector<char> come(sent);
     size_t done = 0;
-    until([&] { return (done += pair.read(1 - first, come.data(), sent - done)) == sent; }, "it does not come");
+    const int reader = 1 - sender;
+    until([&, &pair = pair, &sent = sent] { return (done += pair.read(reader, come.data(), sent - done)) == sent; },
+          "it does not come");
   }
 }
 
 // Both ranks have opened a connection.  When the second one leaves, it hasn't accepted the first one's.  The kernel
 // then resets it before the first rank has said hello.
 void check_data_before_hello() {
-  Pair pair;
+  Pair pair(/*is_shared=*/true);
   for (const int rank : {1, 0}) pair.links[rank]->open();
   std::string data = "the last data";
   const iovec part{data.data(), data.size()};

@@ -27,6 +27,7 @@ void check_crowd(const char* from);
 void check_proofs();
 void check_sources();
 void check_one_connection();
+void check_separate_connections();
 void check_two_connections();
 void check_who_has_left();
 void check_stranger_at_address();

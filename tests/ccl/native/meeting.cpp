@@ -24,7 +24,7 @@ constexpr bool kMapsOnce = false;
 #endif
 
 constexpr int kNarrow = 16 << 10;  // bytes
-std::atomic<bool> narrow{false}, over_libfabric{false};
+std::atomic<bool> narrow{false}, over_libfabric{false}, shared{false};
 std::atomic<size_t> connections{1};
 thread_local cpulaunch::Counts counts;
 
@@ -91,6 +91,7 @@ size_t open_descriptors() {
 void narrow_connections() { narrow = true; }
 void use_libfabric() { over_libfabric = true; }
 void use_connections(size_t count) { connections = count; }
+void share_connections() { shared = true; }
 size_t connections_between_ranks() { return connections; }
 
 Meeting::Meeting(std::vector<int> hosts, size_t results)
@@ -107,7 +108,8 @@ Meeting::Meeting(std::vector<int> hosts, size_t results)
 Meeting::~Meeting() { pthread_barrier_destroy(&barrier_); }
 
 std::shared_ptr<Hierarchy> Meeting::join(int rank, std::shared_ptr<PointToPoint>* messages) {
-  const Layout layout(host_of, rank, socket_of, {}, threads);
+  Layout layout(host_of, rank, socket_of, {}, threads);
+  layout.shares_connections = layout.shares_connections || shared;
   const bool connects = layout.hosts > 1;
   if (connects) {
     listeners_[rank] = Connector::listen("127.0.0.1");

@@ -73,6 +73,8 @@ size_t open_descriptors();  // of this process
 void use_libfabric();
 // From now on, two ranks of different hosts have this many connections for collectives.
 void use_connections(size_t count);
+// From now on, each of these connections serves both directions, whatever the number of hosts.
+void share_connections();
 size_t connections_between_ranks();
 
 }  // namespace cpulaunch

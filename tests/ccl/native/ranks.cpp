@@ -392,6 +392,7 @@ constexpr Program kPrograms[] = {
     {"pool", run_check<check_pool>},
     {"sources", run_check<check_sources>},
     {"one connection", run_check<check_one_connection>},
+    {"separate connections", run_check<check_separate_connections>},
     {"two connections", run_check<check_two_connections>},
     {"who has left", run_check<check_who_has_left>},
     {"a stranger at an address", run_check<check_stranger_at_address>},
@@ -403,7 +404,7 @@ constexpr Program kPrograms[] = {
     {"a question to a root", run_check<check_asked_root>},
 };
 
-constexpr char kOver[] = " over ", kLibfabric[] = "libfabric";
+constexpr char kOver[] = " over ", kLibfabric[] = "libfabric", kShared[] = "shared connections";
 
 std::vector<int> hosts_of(const std::string& layout) {
   std::vector<int> host_of;
@@ -431,6 +432,8 @@ int main(int count, char** arguments) {
     const auto over = wanted.substr(at + std::strlen(kOver));
     if (over == kLibfabric) {
       use_libfabric();
+    } else if (over == kShared) {
+      share_connections();
     } else {
       use_connections(std::stoul(over));
     }

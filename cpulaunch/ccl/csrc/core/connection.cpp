@@ -18,6 +18,9 @@ namespace {
 
 constexpr uint64_t kMagic = 0x33656863756e616c;  // and the version of what follows
 constexpr int kRtoMaxMs = 44;  // TCP_RTO_MAX_MS, which headers of today rarely have
+// One call writes up to 512 KB of a message, with the headers of some.  A longer one would delay what arrives over the
+// connection, such as acknowledgements: an all_reduce of 4 MB on two hosts takes 0.74 times as long with this limit.
+constexpr size_t kMostAtOnce = 528 << 10;
 // A patient reader pauses for this time, in which a fast connection brings about kLeastToRest.
 constexpr std::chrono::microseconds kRest{20};
 constexpr size_t kLeastToRest = 128 << 10;       // if fewer bytes are missing, the reader doesn't pause
@@ -73,9 +76,14 @@ size_t Socket::read(char* data, size_t bytes, bool patient, iovec more) {
 }
 
 size_t Socket::write(const iovec* parts, size_t count) {
+  iovec first[kMaxParts];
   msghdr call{};
-  call.msg_iov = const_cast<iovec*>(parts);
-  call.msg_iovlen = count;
+  call.msg_iov = first;
+  for (size_t left = kMostAtOnce; left && call.msg_iovlen < count; ++call.msg_iovlen) {
+    auto& part = first[call.msg_iovlen] = parts[call.msg_iovlen];
+    part.iov_len = std::min(part.iov_len, left);
+    left -= part.iov_len;
+  }
   const auto result = sendmsg(descriptor_, &call, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (result < 0 && !would_block(errno)) throw ConnectionLost(std::strerror(errno));
   return std::max<ssize_t>(result, 0);
@@ -144,8 +152,8 @@ size_t Connection::write(const iovec* parts, size_t count) {
   if (!hellos_ || hellos_->said == sizeof(Hello)) return socket_.write(parts, count);
   auto& its = *hellos_;
   const size_t left = sizeof(Hello) - its.said;
-  iovec all[kMaxParts] = {{reinterpret_cast<char*>(&its.own) + its.said, left}};
-  count = std::min(count, kMaxParts - 1);
+  iovec all[Socket::kMaxParts] = {{reinterpret_cast<char*>(&its.own) + its.said, left}};
+  count = std::min(count, Socket::kMaxParts - 1);
   std::copy_n(parts, count, all + 1);
   size_t written = 0;
   try {

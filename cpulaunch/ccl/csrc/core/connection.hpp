@@ -74,7 +74,9 @@ class Socket {
   // each read, and each acknowledgement costs the sender's processor time.  Throws ConnectionLost if nothing more can
   // arrive.
   size_t read(char* data, size_t bytes, bool patient = false, iovec more = {});
-  // Returns how many bytes of the parts have been written.  Throws ConnectionLost if none can be written any more.
+  // Returns how many bytes of the parts, of which there are up to kMaxParts, have been written.  Throws ConnectionLost
+  // if none can be written any more.
+  static constexpr size_t kMaxParts = 17;
   size_t write(const iovec* parts, size_t count);
   // Whether the other end has closed the connection, and all that it has sent has been read.
   bool has_ended() const;
@@ -110,8 +112,6 @@ class Connection {
   void greet();
 
  private:
-  static constexpr size_t kMaxParts = 17;
-
   struct Hellos {
     Hello own, others, come{};
     size_t said = 0, heard = 0;  // bytes of `own` and `come`

@@ -42,6 +42,7 @@ struct Layout {
       lanes = std::max(lanes, static_cast<int>(ranks.size()));
       least = least == 0 ? static_cast<int>(ranks.size()) : std::min(least, static_cast<int>(ranks.size()));
     }
+    shares_connections = hosts > kMostApart;
     grid = grid_of(hosts);
     if (!socket_of.empty()) group_by_socket(socket_of);
   }
@@ -75,6 +76,8 @@ struct Layout {
   int locals = 0, local = 0;  // how many ranks on this host, and this rank's number among them
   int lanes = 0, least = 0;   // the most and the fewest ranks of a host
   size_t large = Copy::kLarge;  // results of this many bytes are larger than this rank's caches
+  // Whether ranks of different hosts have one connection for both directions, instead of one for each (link.hpp).
+  bool shares_connections = false;
   std::vector<std::vector<int>> ranks_of;        // each host's
   std::vector<int> host_numbers, local_numbers;  // of each rank
   // The sizes of the grid's dimensions.  The last hosts may be outside of the grid.  They are guests of the rows of its
@@ -86,6 +89,8 @@ struct Layout {
   std::vector<int> neighbors, counterparts;
 
  private:
+  static constexpr int kMostApart = 8;  // in groups of more hosts, ranks share connections
+
   // Reduces by socket only if each socket has kLeastRanks or more, all sockets have equally many, and each local rank
   // handles just one lane.
   void group_by_socket(const std::vector<int>& socket_of) {

@@ -19,20 +19,22 @@ bool Link::find() {
   auto accepted = connector_->take(rank_, channel_);
   if (accepted.is_open()) {
     has_accepted_ = true;
-    if (is_open()) {
+    if (is_open() || !is_shared_) {
       theirs_ = std::move(accepted);
     } else {
       own_ = std::move(accepted);
       broken_.reset();
     }
   }
-  return is_open();
+  return incoming().is_open();
 }
 
 void Link::open() {
-  if (find()) return;
+  find();
+  if (is_open()) return;
   connector_->look();
-  if (find()) return;
+  find();
+  if (is_open()) return;
   own_ = connector_->connect(rank_, channel_);
   broken_.reset();  // an earlier attempt may have failed at once
 }
@@ -40,6 +42,7 @@ void Link::open() {
 // Says nothing over a connection that the other rank has opened.  That rank may have left, and its kernel would then
 // drop what it has not delivered yet.
 void Link::settle() {
+  if (is_settled() && !is_open()) return;
   try {
     open();
     const bool is_theirs = has_accepted_ && !theirs_.is_open();
@@ -52,10 +55,11 @@ void Link::settle() {
 }
 
 size_t Link::write(const iovec* parts, size_t count) {
-  if (!is_open() && !find()) {
+  if (!is_open()) find();
+  if (!is_open()) {
     const auto now = Clock::now();
     if (!waits_since_) waits_since_ = now;
-    if (!connector_->is_lower_than(rank_) && now - *waits_since_ < kHeadStart) return 0;
+    if (is_shared_ && !connector_->is_lower_than(rank_) && now - *waits_since_ < kHeadStart) return 0;
     open();
   }
   if (broken_) throw *broken_;
@@ -63,7 +67,7 @@ size_t Link::write(const iovec* parts, size_t count) {
 }
 
 size_t Link::read(char* data, size_t bytes, bool patient, iovec more) {
-  if (!find() && (broken_ || !connector_->is_lower_than(rank_))) return 0;
+  if (!find() && (broken_ || !is_shared_ || !connector_->is_lower_than(rank_))) return 0;
   settle();
   return is_settled() ? incoming().read(data, bytes, patient, more) : 0;
 }

@@ -39,7 +39,7 @@ FabricNetwork::FabricNetwork(const Layout& layout, std::shared_ptr<Connector> co
       peers_(layout.size) {
   for (int rank = 0; rank < layout.size; ++rank) {
     peers_[rank].is_remote = layout.host_numbers[rank] != layout.host;
-    links_.emplace_back(*connector_, rank, Channel::collectives);
+    links_.emplace_back(*connector_, rank, Channel::collectives, /*is_shared=*/true);
   }
   if (layout.hosts > kMostGreeted) return;
   layout.for_each_lane(layout.local, [&](int lane) {

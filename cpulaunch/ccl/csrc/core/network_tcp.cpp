@@ -20,7 +20,8 @@ TcpNetwork::TcpNetwork(const Layout& layout, std::shared_ptr<Connector> connecto
   sending_.reserve(layout.size);
   for (const size_t host : layout.host_numbers) {
     channels_.push_back(channel_of_stripe((number + networks - host % networks) % networks));
-    links_.emplace_back(*connector_, static_cast<int>(links_.size()), channels_.back());
+    links_.emplace_back(*connector_, static_cast<int>(links_.size()), channels_.back(),
+                        layout.shares_connections);
   }
 }
 
@@ -187,8 +188,9 @@ size_t TcpNetwork::fill(int from) {
 }
 
 void TcpNetwork::watch(int from) {
+  if (!links_[from].is_settled()) return;
   const int descriptor = links_[from].descriptor();
-  if (descriptor >= 0 && descriptor != streams_[from].descriptor) readiness_.add(descriptor, from);
+  if (descriptor != streams_[from].descriptor) readiness_.add(descriptor, from);
   streams_[from].descriptor = descriptor;
 }
 

@@ -89,8 +89,8 @@ class PointToPoint::RingPipe final : public Pipe {
 
 class PointToPoint::SocketPipe final : public Pipe {
  public:
-  SocketPipe(Connector& connector, int peer)
-      : connector_(connector), link_(connector, peer, Channel::point_to_point) {}
+  SocketPipe(Connector& connector, int peer, bool is_shared)
+      : connector_(connector), link_(connector, peer, Channel::point_to_point, is_shared) {}
 
   size_t write(const iovec* parts, size_t count) override {
     if (!link_.is_open()) connector_.look();
@@ -157,7 +157,7 @@ PointToPoint::PointToPoint(Layout layout, std::shared_ptr<SharedSlots> slots, st
   for (int rank = 0; rank < layout_.size; ++rank) {
     if (rank == layout_.rank) continue;
     if (layout_.host_numbers[rank] != layout_.host) {
-      peers_[rank].pipe = std::make_unique<SocketPipe>(*connector_, rank);
+      peers_[rank].pipe = std::make_unique<SocketPipe>(*connector_, rank, layout_.shares_connections);
     } else {
       peers_[rank].pipe = std::make_unique<RingPipe>(*slots_, layout_.local, layout_.local_numbers[rank]);
     }
