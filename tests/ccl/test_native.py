@@ -434,11 +434,11 @@ def test_the_size_of_a_large_message_is_compared(plain: Program, connections: in
 
 
 @on_each_program("1,1", "1,1,1,1,1")
-@pytest.mark.parametrize("connections", [1, 2])
+@pytest.mark.parametrize("which", ["1", "2", "shared"])
 def test_all_ranks_learn_that_one_has_left_amid_an_operation(
-    program: Program, layout: str, connections: int
+    program: Program, layout: str, which: str
 ) -> None:
-    done = program.run(layout, 1, 8, f"killed over {connections} connections")
+    done = program.run(layout, 1, 8, f"killed over {which} connections")
     assert done.returncode == 1
     others = layout.count(",")
     assert len(re.findall("all_reduce.* rank ", done.stderr)) == others, done.stderr

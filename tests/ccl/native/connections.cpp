@@ -347,7 +347,7 @@ void check_reader_says_hello() {
 // deliver.
 void check_late_reader() {
   struct Late {
-    int first;
+    int sender;
     Pair pair;
     size_t sent = 0;
   };
@@ -395,6 +395,7 @@ void check_data_before_hello() {
 
 // The root of a broadcast is late, so it is asked whether it calls the same.  It leaves without having read that.
 void check_asked_root() {
+  share_connections();
   Meeting meeting({0, 1}, 1);
   run_ranks(meeting.size(), [&](int rank) {
     auto own = std::make_unique<Rank>(meeting, rank);

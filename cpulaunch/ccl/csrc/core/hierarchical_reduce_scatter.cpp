@@ -15,7 +15,7 @@ class SmallReduceScatter final : public Operation {
   SmallReduceScatter(Hierarchy& hierarchy, const Signature& signature, char* output, const Parts& inputs)
       : Operation(signature, signature.bytes),
         output_{output, inputs[hierarchy.layout.rank].bytes},
-        before_(size_before(inputs, hierarchy.layout.rank)) {
+        before_(begins_of(inputs)[hierarchy.layout.rank]) {
     all_.reserve(signature.bytes);
     for (const auto& input : inputs) all_.insert(all_.end(), input.data, input.data + input.bytes);
     sum_ = make_all_reduce(hierarchy, all_.data(), signature);
@@ -41,7 +41,7 @@ class SmallReduceScatter final : public Operation {
 
  private:
   const Part output_;
-  const size_t before_;  // the size of the parts in front of this rank's
+  const size_t before_;  // where this rank's part begins
   PooledVector<char> all_;
   OperationPtr sum_;
 };

@@ -89,7 +89,7 @@ struct Layout {
   std::vector<int> neighbors, counterparts;
 
  private:
-  static constexpr int kMostApart = 8;  // in groups of more hosts, ranks share connections
+  static constexpr int kMostApart = 8;  // in groups of more hosts, ranks share connections; chosen, not measured
 
   // Reduces by socket only if each socket has kLeastRanks or more, all sockets have equally many, and each local rank
   // handles just one lane.

@@ -39,12 +39,10 @@ OperationPtr make_broadcast(Hierarchy& hierarchy, char* data, size_t bytes, int 
 Operations make_all_to_all(Hierarchy& hierarchy, Parts sent, Parts received,
                            Signature signature = {Signature::Kind::all_to_all});
 
-// The size of the parts before `rank`, or of all parts.
-inline size_t size_before(const Parts& parts, size_t rank) {
+inline size_t size_of_all(const Parts& parts) {
   const auto add = [](size_t sum, const Part& part) { return sum + part.bytes; };
-  return std::accumulate(parts.begin(), parts.begin() + rank, size_t{0}, add);
+  return std::accumulate(parts.begin(), parts.end(), size_t{0}, add);
 }
-inline size_t size_of_all(const Parts& parts) { return size_before(parts, parts.size()); }
 
 // Where each part begins in memory that holds all parts one after the other.
 inline PooledVector<size_t> begins_of(const Parts& parts) {
